@@ -117,14 +117,15 @@ class Answering:
         failed = [run for run in runs if run.response.status == "failed"]
         if failed and scheduler.in_flight.stopping:
             raise errors.ServerStopping
-        has_lived = all(engine_of(scheduler.engine, run.model).is_alive for run in failed)
+        engine = scheduler.engine
+        is_up = all(run.model in engine.models and engine_of(engine, run.model).is_alive for run in failed)
         return LineAnswer(
             answer.status,
             body=body,
             request_id=request[REQUEST_ID],
             use=_used(line, request),
             has_failed=bool(failed),
-            may_pass=may_pass or not has_lived,
+            may_pass=may_pass or not is_up,
         )
 
     async def _handled(self, request: InnerRequest) -> web.StreamResponse:

@@ -144,8 +144,8 @@ class Yielding:
     def _others(self, title: str) -> int:
         """Return the number of responses of a model that run and are no lines."""
         engine = self._scheduler.engine
-        running = (run for run in self._scheduler.runs.running if not run.origin.line)
-        return sum(title_of(engine, run.model) == title for run in running)
+        running = (run.model for run in self._scheduler.runs.running if not run.origin.line)
+        return sum(model in engine.models and title_of(engine, model) == title for model in running)
 
     def _pause(self, places: LinePlaces, turn: Turn) -> None:
         task = asyncio.create_task(self._cancel(places, turn))

@@ -26,7 +26,7 @@ from penstock.extensions.batches.line_runs import LineRequest
 from penstock.extensions.batches.places import Rule
 from penstock.extensions.batches.yielding import PRIORITY, HoldLines, Yielding
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.errors import EngineOverloaded, ServerStopping
+from penstock.pipeline.errors import EngineFailed, EngineOverloaded, ServerStopping
 from penstock.pipeline.frames import GenerationFinished, ParsedFrame, ResolvedRequest, TokenFrame
 from penstock.pipeline.halfway import handed_over
 from penstock.pipeline.protocol.generations import WeightSpan
@@ -425,6 +425,26 @@ async def test_each_model_has_places_for_lines_of_its_own(tmp_path: Path) -> Non
         for line in lines:
             assert (await line).status == 200
         assert {prompt.facts.model for prompt in engines["one"].prompts} == {"upstream"}
+
+
+async def test_line_whose_model_goes_away_waits_again_if_it_fails(tmp_path: Path) -> None:
+    """Others of its model, which go on, are none of the models that stay."""
+    gone, stays = says("la", error=lambda: EngineFailed("It broke.")), says("la")
+    gone.hold()
+    async with several_models(tmp_path, {"gone": gone, "stays": stays}) as served:
+        yielding = Yielding(served.scheduler, Rule(beside=1))
+        parts = ServerParts(served.settings, served.scheduler, Toolbox(), Peers(), dialects=spoken())
+        body = json.dumps(BODY | {"model": "gone"}).encode()
+        asked = LineRequest("batch_a:1", owner="", key_name="", team="", path="/v1/responses", body=body)
+        line = asyncio.create_task(Answering(parts, yielding).answer(asked))
+        other = asyncio.create_task(served.post({**BODY, "model": "gone"}))
+        await wait_until(lambda: gone.running == 2)
+        models: Any = served.scheduler.engine
+        models.catalogue.take({"stays": models.catalogue.all["stays"]}, {})
+        assert yielding.room("stays") > 1
+        gone.say_all()
+        assert (await line).may_pass
+        await other
 
 
 async def test_lines_of_a_backend_of_texts_wait_before_their_turn() -> None:
