@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 100
 """Attempts after which a line has the error of the last one as its result; the death of a server counts as ten."""
 
+DEATHS = 10
+"""Attempts after which a line has the death of its engine as its result, as it may be what the engine dies of."""
+
 RESTS = (1.0, 30.0)
 """The first and the longest pause in seconds of an owner whose line met an error that may pass."""
 
@@ -132,7 +135,8 @@ class LineRuns:
         if line.attempts > ATTEMPTS:
             return _GIVEN_UP[line.batch.api], None
         self._answering.add(name)
-        request = _request(line)
+        request, engine = _request(line), self.scheduler.engine
+        was_alive = engine.is_alive
         try:
             answer = await self.answer(request)
         except asyncio.CancelledError:
@@ -146,7 +150,8 @@ class LineRuns:
             self._answering.discard(name)
         if self.scheduler.in_flight.stopping:  # the engine may have ended it early
             return None, None
-        if answer.may_pass and line.attempts < ATTEMPTS:
+        has_died = answer.has_failed and was_alive and not engine.is_alive
+        if answer.may_pass and line.attempts < (DEATHS if has_died else ATTEMPTS):
             self._rest(owner)
             return None, None
         self._rests.pop(owner, None)

@@ -326,6 +326,25 @@ async def test_error_that_never_passes_is_the_result(store: Store, monkeypatch: 
     assert len(answers.asked) == 3
 
 
+@pytest.mark.parametrize(("dies", "asked"), [(True, 2), (False, 4)])
+async def test_line_that_an_engine_may_die_of_runs_a_few_times(
+    store: Store, monkeypatch: pytest.MonkeyPatch, dies: bool, asked: int
+) -> None:
+    monkeypatch.setattr(line_runs, "DEATHS", 2)
+    monkeypatch.setattr(line_runs, "ATTEMPTS", 4)
+
+    def answer(line: LineRequest) -> LineAnswer:
+        engine.is_alive = not dies
+        asyncio.get_running_loop().call_soon(setattr, engine, "is_alive", True)
+        return answer_of(line, status=500, has_failed=True, may_pass=True)
+
+    batch, answers = await begun(batches_of(store), 1), Answers(answer)
+    async with running_batches(store, answers) as running:
+        engine: Any = running.scheduler.engine
+        assert (await ended(store, batch)).errored == 1
+    assert len(answers.asked) == asked
+
+
 async def test_bug_in_an_answer_ends_no_other_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_runs, "ATTEMPTS", 2)
 
