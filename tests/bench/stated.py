@@ -253,8 +253,8 @@ BENCHED = {
     "c, at a pace": Stated(MANY, r"is about ([\d.]*\d) us if each stream", A_TOKEN, US),
     "c, busy": Stated(MANY, r"and ([\d.]*\d) us in a busy frontend", BUSY, US),
     "q": Stated(MANY, r"q is ([\d.]*\d) ms for a prompt of 500", SHORT, MS),
-    "N": Stated(MANY, r"needs ([\d.]*\d) frontends", lambda: frontends(20_000)),
-    "N, fast": Stated(MANY, r"at 35,000 tokens/s ([\d.]*\d)", lambda: frontends(35_000)),
+    "N": Stated(MANY, r"answers of 500 tokens: ([\d.]*\d) at 20,000", lambda: frontends(20_000)),
+    "N, fast": Stated(MANY, r"tokens/s, ([\d.]*\d) at 35,000", lambda: frontends(35_000)),
     "N, eight": Stated(MANY, r"these GPUs ([\d.]*\d) to", lambda: frontends(8 * 20_000)),
     "N, eight fast": Stated(MANY, r"these GPUs [\d.]+ to ([\d.]*\d)", lambda: frontends(8 * 35_000)),
 }
