@@ -228,7 +228,11 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]
         super()._free_blocks(request)
 
 
-def _over(request: Request) -> Any:
-    """Return the conversations that are over, which a prompt over HTTP tells; none of them is a question."""
+def _over(request: Request) -> list[str] | None:
+    """Return the conversations that are over, which a prompt over HTTP tells; none of them is a question.
+
+    Other clients may send anything: an error here ends vLLM's engine.
+    """
     sampling = request.sampling_params
-    return sampling.extra_args.get(LET_GO) if sampling and sampling.extra_args else None
+    over = sampling.extra_args.get(LET_GO) if sampling and sampling.extra_args else None
+    return over if isinstance(over, list) and all(isinstance(session, str) for session in over) else None

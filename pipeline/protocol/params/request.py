@@ -130,9 +130,13 @@ class StructuredOutputs(Body):
         return self
 
 
-def _without_transfers(extra: dict[str, Any]) -> dict[str, Any]:
-    """Refuse the keys by which vLLM moves caches between engines: they name addresses that the engine would open."""
-    for name in ("kv_transfer_params", "ec_transfer_params"):
+def _of_client(extra: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what is not a client's to say.
+
+    By the first two, vLLM moves caches between engines: they name addresses that the engine would open.  By the last,
+    this server tells an engine which conversations are over.
+    """
+    for name in ("kv_transfer_params", "ec_transfer_params", "penstock_let_go"):
         if name in extra:
             raise PydanticCustomError("vllm_xargs", "{name} cannot be set by a request", {"name": name})
     return extra
@@ -158,7 +162,7 @@ _Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenKey: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 _Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
-ExtraArguments: TypeAlias = Annotated[dict[str, Any], AfterValidator(_without_transfers)]
+ExtraArguments: TypeAlias = Annotated[dict[str, Any], AfterValidator(_of_client)]
 _Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 CacheSalt: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^@/\\\x00]+$")]
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from penstock.services.engines.http_endpoints import LET_GO
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -149,6 +152,15 @@ def test_vllm_copies_what_it_forgets_next_and_nothing_that_was_let_go(steps: Seq
         copied, *_ = offload._prepare_lazy_store_specs()  # noqa: SLF001
         assert copied == ids(block for block in next_ones if block.block_hash)
         cache.pool.free_blocks([cache.pool.blocks[number] for number in copied])
+
+
+@pytest.mark.parametrize(
+    ("sent", "over"), [(["a", "b"], ["a", "b"]), ([], []), (5, None), ("abc", None), ([["a"]], None), ({"a": 1}, None)]
+)
+def test_conversations_that_are_over_are_read_from_what_any_client_may_send(sent: Any, over: list[str] | None) -> None:
+    from penstock.extensions.hints.scheduler import _over  # noqa: PLC0415 - takes seconds
+
+    assert _over(SimpleNamespace(sampling_params=SimpleNamespace(extra_args={LET_GO: sent}))) == over
 
 
 def test_queue_has_all_that_vllm_asks_of_its_own() -> None:
