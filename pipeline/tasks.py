@@ -43,9 +43,14 @@ def _clearing(work: Callable[Arguments, Result], /, *arguments: Arguments.args, 
 
 
 def until_it_waits(work: Coroutine[Any, Any, object]) -> None:
-    """Run ``work`` until it is done or first has to wait, and leave it there; raise what it raises."""
+    """Run ``work`` until it is done or first has to wait, and leave it there; raise what it raises.
+
+    If the future that it would wait for fails, asyncio would log that its error was never retrieved.
+    """
     with suppress(StopIteration):
-        work.send(None)
+        awaited = work.send(None)
+        if isinstance(awaited, asyncio.Future):
+            awaited.add_done_callback(_retrieve_error)
     work.close()
 
 
@@ -119,5 +124,10 @@ async def shielded(work: Coroutine[Any, Any, Result]) -> Result:
     If it then fails, asyncio would log that its error was never retrieved; but no caller is left to handle it.
     """
     task = asyncio.create_task(work)
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    task.add_done_callback(_retrieve_error)
     return await asyncio.shield(task)
+
+
+def _retrieve_error(ended: asyncio.Future[Any]) -> None:
+    if not ended.cancelled():
+        ended.exception()

@@ -50,12 +50,12 @@ async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, kee
     waiting: EventStream | None = request.pop(_WAITING, None)
     stream = waiting or EventStream(request, wire, keep_alive)
     stream.wire = wire
-    await stream.begin()
     mode = "stream" if request.method == hdrs.METH_POST else "resume"
     is_open = metrics.STREAMS_OPEN.labels(mode).track_inprogress()
     encode = wire.encode
-    join(outlet=stream)
     with is_open, stream:
+        await stream.begin()
+        join(outlet=stream)
         try:
             async for event in events:
                 await stream.write(encode(event))

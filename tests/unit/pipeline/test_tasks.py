@@ -9,7 +9,7 @@ from threading import get_ident
 import pytest
 
 from penstock.pipeline import tasks
-from penstock.pipeline.tasks import MANY_VALUES, apart, in_thread, let_go
+from penstock.pipeline.tasks import MANY_VALUES, apart, in_thread, let_go, until_it_waits
 
 
 class Value:
@@ -55,6 +55,17 @@ async def test_variables_of_work_that_fails_are_freed_in_its_thread() -> None:
         await in_thread(fail, again=True)
     assert len(threads) == 2
     assert get_ident() not in threads
+
+
+async def test_error_for_work_that_was_left_is_not_logged() -> None:
+    logged, loop = list[object](), asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: logged.append(context))
+    drained = loop.create_future()
+    until_it_waits(asyncio.wait_for(drained, None))
+    drained.set_exception(ConnectionError("The client has left."))
+    await asyncio.sleep(0)
+    del drained
+    assert not logged
 
 
 def _finalize(values: list[Value], threads: list[int]) -> None:

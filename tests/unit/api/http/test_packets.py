@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -11,12 +12,16 @@ from aiohttp import web
 from aiohttp.http_writer import StreamWriter
 from aiohttp.test_utils import make_mocked_request
 
-from penstock.api.http.sse import LONG_FRAME, EventStream
+from penstock.api.http.sse import _WAITING, LONG_FRAME, EventStream, await_events, send
 from penstock.api.http.wire import Wire
+from penstock.pipeline.tasks import cancelled
 
 
 def unfolded(_: Any) -> Any:
     raise NotImplementedError
+
+
+WIRE = Wire(encode=bytes, fold=unfolded)
 
 
 class Client:
@@ -28,7 +33,8 @@ class Client:
         self.transport = create_autospec(asyncio.Transport, instance=True)
         self.transport.is_closing.return_value = False
         request = make_mocked_request("POST", "/", writer=self.writer, protocol=self.protocol, transport=self.transport)
-        self.stream = EventStream(request, Wire(encode=bytes, fold=unfolded), 60)
+        self.request = request
+        self.stream = EventStream(request, WIRE, 60)
 
     @property
     def packets(self) -> list[bytes]:
@@ -75,6 +81,29 @@ async def test_event_of_the_hot_path_follows_those_before() -> None:
     client.stream.write_at_once(b"two")
     assert client.packets == [b"one"]
     client.transport.write.assert_called_once_with(b"3\r\ntwo\r\n")
+
+
+async def test_client_that_leaves_as_its_first_event_comes_gets_no_more_signs_of_life() -> None:
+    async def first() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+
+    client, stopped = Client(), asyncio.Event()
+
+    async def stall(_: bytes) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    client.protocol.writing_paused, client.writer.write.side_effect = True, stall
+    await_events(client.request, WIRE, 60)
+    client.request[_WAITING].end_silence(0)
+    await asyncio.sleep(0)
+    sending = asyncio.create_task(send(client.request, first(), WIRE, 60))
+    await asyncio.sleep(0)
+    await cancelled([sending])
+    await asyncio.sleep(0)
+    assert stopped.is_set()
 
 
 async def test_response_that_moves_loses_no_event() -> None:
