@@ -70,8 +70,14 @@ def session_id(facts: RequestFacts) -> str:
 
 
 def hinted_session(facts: RequestFacts) -> str:
-    """Return the name of a conversation in a `CacheHint`: the line of a batch has that of its response."""
-    return facts.response_id if facts.origin.line else session_id(facts)
+    """Return the name of a conversation in a `CacheHint`; it reveals no text.
+
+    Those of two API keys have two names, so that no key lets another's go.  The line of a batch has the name of its
+    response.
+    """
+    if facts.origin.line:
+        return facts.response_id
+    return _digest("\n".join((facts.origin.owner, _key(facts))), 16).hex()
 
 
 class Ranking:

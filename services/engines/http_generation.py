@@ -23,7 +23,7 @@ from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded,
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
 from penstock.pipeline.protocol.params.json_body import NO_JSON
-from penstock.services.engines.affinity import RANK_HEADER, SESSION_HEADER, session_id
+from penstock.services.engines.affinity import RANK_HEADER, SESSION_HEADER, hinted_session, session_id
 from penstock.services.engines.engine import PARAMETERS
 from penstock.services.engines.http_endpoints import ENDPOINTS, LET_GO, Answer, RequestRefused
 from penstock.services.engines.http_scores import prompt_logprobs, separated
@@ -198,8 +198,9 @@ class HttpGeneration:
         self._answer = Answer(endpoint, facts.sampling.most_alternatives)
         core.running.add(self)
         body = endpoint.body(self.prompt)
-        headers = {**facts.scheduling.trace_headers, SESSION_HEADER: session_id(facts)}
-        if replica.takes_hints and (over := self._replicas.place(session_id(facts), core)):
+        session = hinted_session(facts) if replica.takes_hints else session_id(facts)
+        headers = {**facts.scheduling.trace_headers, SESSION_HEADER: session}
+        if replica.takes_hints and (over := self._replicas.place(session, core)):
             endpoint.add_arguments(body, {LET_GO: over})
         if len(replica.cores) > 1:
             headers[RANK_HEADER] = str(core.number)

@@ -526,6 +526,8 @@ class Replicas:
         before = self._at.pop(session, core)
         if before is not core:
             before.let_go(session)
+            if core.over and session in core.over:  # it has come back, and reads there what it left
+                core.over.remove(session)
         self._at[session] = core
         if len(self._at) > MOST_PLACED:
             self._at.popitem(last=False)

@@ -19,6 +19,7 @@ from penstock.extensions.hints.stage import install
 from penstock.pipeline import metrics
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.frames import Origin, Scheduling
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.server import pipeline
 from penstock.services.engines.affinity import hinted_session
@@ -29,6 +30,7 @@ from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.fake_vllm import FakeVllm, arguments_of, running_fakes
 from tests.support.paths import HARMONY
 from tests.support.server import WEATHER, Server, completed_response, running_server, script
+from tests.support.stored_responses import facts
 
 pytestmark = pytest.mark.io
 
@@ -172,6 +174,24 @@ def test_conversation_that_moves_is_over_where_it_was() -> None:
     assert not replicas.let_go("none")
     assert replicas.place("s", one.cores[0]) == ["t"]
     assert replicas.place("u", two.cores[0]) == ["s"]
+
+
+def test_conversation_that_comes_back_is_not_over_where_it_was_before() -> None:
+    one, two = (Replica(f"http://{name}", None) for name in "ab")  # type: ignore[arg-type]
+    replicas = Replicas((one, two))
+    for core in (one.cores[0], two.cores[0]):
+        assert replicas.place("s", core) == []
+    assert replicas.place("s", one.cores[0]) == []
+    assert replicas.place("t", two.cores[0]) == ["s"]
+
+
+def test_keys_have_conversations_of_their_own_and_lines_none() -> None:
+    names = {
+        hinted_session(facts(origin=Origin(owner=owner, line=line), scheduling=Scheduling(session="s")))
+        for owner in ("", "one", "other")
+        for line in ("", "line")
+    }
+    assert len(names) == 4
 
 
 async def test_pipeline_without_tokens_stays_as_it_is_and_one_that_hides_its_engine_is_refused() -> None:

@@ -25,6 +25,7 @@ from penstock.pipeline.metrics import ENGINE_WEIGHTS
 from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.services.engines import replicas, vllm_http
 from penstock.services.engines.affinity import RANK_HEADER, RETURNING, WORTH, Ranking
+from penstock.services.engines.engine import CacheHint
 from penstock.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
 from penstock.services.engines.http_generation import HttpGeneration
 from penstock.services.engines.replicas import (
@@ -259,6 +260,16 @@ async def test_turns_of_a_conversation_have_one_session_id(scale_out: bool) -> N
             await generate(engine, prompt_for_fakes(id=f"resp_{number}", origin=Origin(opening=opening)))
     first, second, other = (headers["X-Session-ID"] for headers in fake.headers)
     assert first == second != other
+
+
+@both
+async def test_line_of_a_batch_is_let_go_by_the_name_that_its_server_knows(scale_out: bool) -> None:
+    fake = FakeVllm(scale_out=scale_out, takes_hints=True)
+    async with engine_over(fake) as engine:
+        await engine.ask_for_hints()
+        await generate(engine, prompt_for_fakes(id="resp_line", origin=Origin(line="line")))
+        assert fake.headers[-1]["X-Session-ID"] == "resp_line"
+        assert engine.hint(CacheHint("let_go", "resp_line", "resp_line", 3))
 
 
 async def test_completions_endpoint_gets_the_whole_prompt() -> None:
