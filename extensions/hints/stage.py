@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from penstock.extensions.hints.talks import Talks
+from penstock.extensions.hints.talks import Asker, Talks
 from penstock.pipeline import metrics
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotStart
@@ -47,7 +47,9 @@ class Hints:
         key, names, tokens = hinted_session(facts), tuple(_names(facts.response)), len(prompt.token_ids)
         if _may_be_another(facts):
             self.talks.share(key)
-        self._tell(facts.model, self.talks.asked(key, _session(facts), tokens, self.clock(), names, facts.model))
+        self.talks.fork(key, facts.response.previous_response_id)
+        asker = Asker(facts.origin.owner, facts.model)
+        self._tell(facts.model, self.talks.asked(key, _session(facts), tokens, self.clock(), names, asker))
 
     def ended(self, run: Run) -> None:
         """Take in that a response has ended."""
@@ -60,12 +62,12 @@ class Hints:
         tokens = talk.tokens + (response.usage.output_tokens if response.usage else 0)
         calls, is_cancelled = tuple(_calls(response)), response.status == "cancelled"
         hints = self.talks.answered(talk.key, response.id, calls, tokens, self.clock(), is_cancelled=is_cancelled)
-        self._tell(talk.model, hints)
+        self._tell(talk.asker.model, hints)
 
     def deleted(self, name: str) -> None:
         """Take in that a conversation is deleted, or a response: if it is the latest one, none can continue it."""
         if talk := self.talks.named(name):
-            self._tell(talk.model, self.talks.over(talk.key))
+            self._tell(talk.asker.model, self.talks.over(talk.key))
 
     def _tell(self, model: str, hints: Iterable[CacheHint]) -> None:
         """Pass hints on, and count them."""

@@ -9,8 +9,9 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from penstock.extensions.hints.waits import CANCELLED, CHILD, CLIENT, LONGEST, Waits
+from penstock.extensions.hints.waits import CANCELLED, CHILD, CLIENT, LONGEST, AllWaits, Waits
 from penstock.services.engines.engine import CacheHint
 
 MOST_TALKS = 100_000
@@ -29,6 +30,18 @@ LEAST_SHARE = 0.2
 """Probability to come back below which a conversation is let go at once, as are children that have answered."""
 
 
+class Asker(NamedTuple):
+    """The client of a conversation."""
+
+    owner: str = ""
+    """Its API key."""
+    model: str = ""
+    """The name of the model that it asks, as the engine serves it."""
+
+
+NO_ASKER = Asker()
+
+
 @dataclass(eq=False, slots=True)
 class Talk:
     """A conversation: one of a client, or the main one or a child of an agent's session."""
@@ -40,8 +53,7 @@ class Talk:
     """The conversation that waited for a call when this one began in its session."""
     at: float
     """The time of its latest event."""
-    model: str = ""
-    """The name of its model, as the engine serves it."""
+    asker: Asker
     names: tuple[str, ...] = ()
     """The ids of its latest response, and of what keeps its items."""
     response_id: str = ""
@@ -70,7 +82,7 @@ class Talk:
 class Talks:
     """All conversations, those without an event for the longest time first."""
 
-    waits: Waits = field(default_factory=Waits)
+    _waits: AllWaits = field(default_factory=AllWaits)
     _talks: OrderedDict[str, Talk] = field(default_factory=OrderedDict)
     _waiting: dict[str, dict[str, Talk]] = field(default_factory=dict)
     """Of each session, the conversations that wait for calls, those that began to wait last at the end."""
@@ -85,24 +97,40 @@ class Talks:
         if talk := self._talks.get(key):
             talk.is_shared = True
 
+    def fork(self, key: str, previous: str | None) -> None:
+        """Note that a turn follows the response ``previous``: unless that is the latest one, two branches go on."""
+        talk = self._talks.get(key)
+        if talk and previous and talk.what not in (None, CANCELLED) and previous != talk.response_id:
+            talk.is_shared = True
+
+    def waits(self, owner: str = "") -> Waits:
+        """Return what is known of the waits of an API key."""
+        return self._waits.of(owner)
+
     def asked(
-        self, key: str, session: str, prompt: int, now: float, names: tuple[str, ...] = (), model: str = ""
+        self,
+        key: str,
+        session: str,
+        prompt: int,
+        now: float,
+        names: tuple[str, ...] = (),
+        asker: Asker = NO_ASKER,
     ) -> Iterator[CacheHint]:
         """Yield what follows if a conversation sends its next prompt; ``names`` are those by which it is `named`."""
         yield from self._forget_old(now)
         talk = self._talks.get(key)
         if talk is None:
-            talk = self._begin(key, session, now)
-        elif talk.what is None:
-            talk.is_shared = True  # the engine works for another one
+            talk = self._begin(key, session, now, asker)
+        elif talk.what is None and not (names and names[0] in talk.names):
+            talk.is_shared = True  # the engine works for another response
         self._talks.move_to_end(key)
         if talk.what is not None:
             self._end_wait(talk)
-            self.waits.note(talk.what, now - talk.at)
+            self.waits(talk.asker.owner).note(talk.what, now - talk.at)
             is_shorter = prompt < COMPACTED * talk.tokens and not talk.is_shared
             yield CacheHint("let_go" if is_shorter else "fetch", key, talk.response_id, talk.tokens)
         self._name(talk, names)
-        talk.model, talk.tokens = model, prompt
+        talk.asker, talk.tokens = asker, prompt
         talk.what, talk.at = None, now
         if talk.parent:
             talk.parent.children.add(talk)
@@ -127,11 +155,12 @@ class Talks:
         self._talks.move_to_end(key)
         others = CANCELLED if is_cancelled else CHILD if talk.parent else CLIENT
         self._end_wait(talk)
-        talk.what = self.waits.longest(calls) if calls and not is_cancelled else others
+        waits = self.waits(talk.asker.owner)
+        talk.what = waits.longest(calls) if calls and not is_cancelled else others
         if talk.session and talk.has_calls:
             self._waiting.setdefault(talk.session, {})[key] = talk
         talk.response_id, talk.tokens, talk.at = response_id, tokens, now
-        outlook = self.waits.outlook(talk.what)
+        outlook = waits.outlook(talk.what)
         keep = CacheHint("keep", key, response_id, tokens, share=outlook.share, seconds=outlook.seconds)
         is_over = outlook.share < LEAST_SHARE and not talk.is_shared
         yield CacheHint("let_go", key, response_id, tokens) if is_over else keep
@@ -148,6 +177,8 @@ class Talks:
             yield self._end(talk)
 
     def _end(self, talk: Talk) -> CacheHint:
+        if talk.what is not None:
+            self.waits(talk.asker.owner).note(talk.what, math.inf)
         self._drop(talk)
         return CacheHint("let_go", talk.key, talk.response_id, talk.tokens)
 
@@ -158,9 +189,9 @@ class Talks:
         talk.names = names
         self._named.update(dict.fromkeys(names, talk))
 
-    def _begin(self, key: str, session: str, now: float) -> Talk:
+    def _begin(self, key: str, session: str, now: float, asker: Asker) -> Talk:
         parent = next(reversed(self._waiting.get(session, {}).values()), None)
-        talk = self._talks[key] = Talk(key, session, parent, now)
+        talk = self._talks[key] = Talk(key, session, parent, now, asker)
         if len(self._talks) > MOST_TALKS:
             self._drop(next(iter(self._talks.values())))
         return talk
@@ -176,8 +207,6 @@ class Talks:
     def _drop(self, talk: Talk) -> None:
         del self._talks[talk.key]
         self._name(talk, ())
-        if talk.what is not None:
-            self.waits.note(talk.what, math.inf)
         self._end_wait(talk)
         talk.what = None
         if talk.parent:

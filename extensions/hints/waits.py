@@ -2,7 +2,8 @@
 
 A conversation whose model has called a tool waits for that tool, and any other for its client.  The waits of each are
 kept as a histogram, in which new ones outweigh old ones.  Few waits say little, so those of all tools, or what has been
-published of agents and people, stand beside them.  The histograms are in memory: a server learns them in minutes.
+published of agents and people, stand beside them.  Each API key has waits of its own, so that none decides what becomes
+of another's conversations.  The histograms are in memory: a server learns them in minutes.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ MEMORY = 1_000
 BELIEF = 8.0
 """Waits of a tool that outweigh what is known of others."""
 
-MOST_NAMES = 1_000
-"""Tools whose waits are kept: those that were called last."""
+MOST_NAMES = 100
+"""Tools of an API key whose waits are kept: those that were called last."""
+
+MOST_OWNERS = 1_000
+"""API keys whose waits are kept: those that waited last."""
 
 RETURNED = 0.9
 """The share of the conversations to come back that are back at the end of an `Outlook`."""
@@ -95,8 +99,23 @@ class _Histogram:
         )
 
 
+class AllWaits:
+    """The waits of all API keys."""
+
+    def __init__(self) -> None:
+        self._of = OrderedDict[str, Waits]()
+
+    def of(self, owner: str) -> Waits:
+        """Return the waits of a key."""
+        waits = self._of.setdefault(owner, Waits())
+        self._of.move_to_end(owner)
+        if len(self._of) > MOST_OWNERS:
+            self._of.popitem(last=False)
+        return waits
+
+
 class Waits:
-    """The waits for all tools, for clients, and of children that have answered."""
+    """The waits of a key for all its tools, for its clients, and of children that have answered."""
 
     def __init__(self) -> None:
         self._own = {name: _Histogram() for name in _OWN}

@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.extensions.hints import talks as module
-from penstock.extensions.hints.talks import FORGOTTEN_AT_ONCE, Talk, Talks
+from penstock.extensions.hints.talks import FORGOTTEN_AT_ONCE, Asker, Talk, Talks
 from penstock.extensions.hints.waits import LONGEST
 from penstock.services.engines.engine import CacheHint
+
+FORKS = [("resp_2", False, "let_go"), ("resp_1", False, "fetch"), ("resp_1", True, "let_go"), (None, False, "let_go")]
+"""The response that a turn follows after two, if these were cancelled, and what it says of the conversation."""
 
 
 def told(hints: Iterable[CacheHint]) -> list[tuple[str, str]]:
@@ -55,6 +58,45 @@ def test_none_of_the_conversations_with_one_name_is_let_go() -> None:
     assert told(talks.asked("c", "", 10, 5 + LONGEST)) == [("let_go", "a"), ("let_go", "b")]
 
 
+def test_turns_of_one_response_are_one_conversation() -> None:
+    """Between them the server runs tools."""
+    talks = Talks()
+    for _ in range(3):
+        assert told(talks.asked("a", "", 100, 0, ("resp_1",))) == []
+    list(talks.answered("a", "resp_1", (), 100, 1))
+    assert told(talks.over("a")) == [("let_go", "a")]
+
+
+@pytest.mark.parametrize(("previous", "is_cancelled", "hint"), FORKS)
+def test_branches_of_a_chain_do_not_let_each_other_go(previous: str | None, is_cancelled: bool, hint: str) -> None:
+    talks = Talks()
+    for number in (1, 2):
+        list(talks.asked("a", "", 100, number, (f"resp_{number}",)))
+        list(talks.answered("a", f"resp_{number}", (), 100, number, is_cancelled=is_cancelled))
+    talks.fork("a", previous)
+    assert told(talks.asked("a", "", 10, 3)) == [(hint, "a")]
+
+
+def test_no_key_learns_from_the_waits_of_another() -> None:
+    talks = Talks()
+    before = talks.waits("other").outlook("shell")
+    for number in range(1_000):
+        list(talks.asked("a", "", 100, number, asker=Asker("one")))
+        list(talks.answered("a", "resp_a", ("shell",), 100, number))
+        list(talks.over("a"))
+    assert talks.waits("other").outlook("shell") == before
+    assert talks.waits("one").outlook("shell").share < before.share / 10
+
+
+def test_conversation_that_makes_room_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_TALKS", 4)
+    talks = Talks()
+    before = talks.waits().outlook("shell")
+    for number in range(100):
+        answer(talks, str(number), "shell")
+    assert talks.waits().outlook("shell") == before
+
+
 def test_children_go_when_they_answer_and_the_last_of_them_brings_their_parent_back() -> None:
     talks = Talks()
     answer(talks, "parent", "task", session="s")
@@ -90,7 +132,7 @@ def test_cancelled_response_waits_for_its_client_whatever_it_called() -> None:
     talks = Talks()
     list(talks.asked("a", "", 10, 0))
     [kept] = talks.answered("a", "resp_a", ("shell",), 10, 0, is_cancelled=True)
-    assert kept.seconds > talks.waits.outlook("shell").seconds
+    assert kept.seconds > talks.waits().outlook("shell").seconds
 
 
 def test_forgotten_conversations_of_a_session_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:

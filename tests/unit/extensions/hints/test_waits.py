@@ -7,7 +7,18 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.extensions.hints.waits import BELIEF, CANCELLED, CHILD, CLIENT, LONGEST, MEMORY, Waits
+from penstock.extensions.hints.waits import (
+    BELIEF,
+    CANCELLED,
+    CHILD,
+    CLIENT,
+    LONGEST,
+    MEMORY,
+    MOST_NAMES,
+    MOST_OWNERS,
+    AllWaits,
+    Waits,
+)
 
 NAMES = st.sampled_from(("shell", "read", CLIENT, CHILD, CANCELLED))
 SECONDS = st.floats(0, 10 * LONGEST) | st.just(math.inf)
@@ -47,6 +58,19 @@ def test_few_waits_of_a_tool_are_beside_those_of_all_tools() -> None:
     for _ in range(int(100 * BELIEF)):
         waits.note("new", 0.1)
     assert waits.outlook("new").seconds < 1
+
+
+def test_keys_and_tools_that_waited_last_are_known() -> None:
+    """However many there are."""
+    every = AllWaits()
+    for number in range(MOST_OWNERS + 10):
+        every.of(str(number)).note("shell", 60)
+    waits = every.of("10")
+    learned = waits.outlook("shell")
+    assert every.of("9").outlook("shell") != learned
+    for number in range(MOST_NAMES):
+        waits.note(str(number), 60)
+    assert len(waits._named) == MOST_NAMES  # noqa: SLF001
 
 
 def test_what_is_kept_is_worth_more_for_a_tool_than_for_a_person_and_a_child() -> None:
