@@ -133,10 +133,11 @@ class StructuredOutputs(Body):
 def _of_client(extra: dict[str, Any]) -> dict[str, Any]:
     """Refuse what is not a client's to say.
 
-    By the first two, vLLM moves caches between engines: they name addresses that the engine would open.  By the last,
-    this server tells an engine which conversations are over.
+    By the first two, vLLM moves caches between engines: they name addresses that the engine would open.  By the third,
+    an engine reports what it reads from its cache as stored once more.  By the last, this server tells an engine which
+    conversations are over.
     """
-    for name in ("kv_transfer_params", "ec_transfer_params", "penstock_let_go"):
+    for name in ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode", "penstock_let_go"):
         if name in extra:
             raise PydanticCustomError("vllm_xargs", "{name} cannot be set by a request", {"name": name})
     return extra

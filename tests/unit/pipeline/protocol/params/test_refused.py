@@ -222,7 +222,7 @@ VALUES = [
     ({"logit_bias": {"5": 101}}, "less than or equal to 100", "logit_bias.5"),
     *[
         ({"vllm_xargs": {name: {"remote_host": "x"}}}, f"{name} cannot be set", "vllm_xargs")
-        for name in ("kv_transfer_params", "ec_transfer_params", "penstock_let_go")
+        for name in ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode", "penstock_let_go")
     ],
     ({"background_options": {"completion_window": "1m"}}, "'2h'", "background_options.completion_window"),
     ({"cache_salt": ""}, "at least 1 character", "cache_salt"),
