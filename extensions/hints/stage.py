@@ -35,6 +35,7 @@ class Hints:
     """The conversations of a server, and the engine that hears of them."""
 
     engine: Backend
+    runs: RunRegistry
     clock: Callable[[], float] = time.monotonic
     talks: Talks = field(default_factory=Talks)
     _has_failed: bool = False
@@ -50,6 +51,14 @@ class Hints:
         self.talks.fork(key, facts.response.previous_response_id)
         asker = Asker(facts.origin.owner, facts.model)
         self._tell(facts.model, self.talks.asked(key, _session(facts), tokens, self.clock(), names, asker))
+
+    def left(self, prompt: Prompt) -> None:
+        """Take in that a turn has ended: one that was refused has no run that says so, and its client tries again."""
+        name = prompt.facts.response_id
+        talk = self.talks.named(name)
+        if talk and talk.what is None and not self.runs.is_accepted(name):
+            again = self.talks.answered(talk.key, name, (), talk.tokens, self.clock(), is_cancelled=True)
+            self._tell(prompt.facts.model, again if talk.response_id else self.talks.over(talk.key))
 
     def ended(self, run: Run) -> None:
         """Take in that a response has ended."""
@@ -96,7 +105,10 @@ class Hint:
         """Yield the prompts unchanged."""
         async for prompt in source:
             self.hints.asked(prompt)
-            yield prompt
+            try:
+                yield prompt
+            finally:
+                self.hints.left(prompt)
 
 
 @asynccontextmanager
@@ -112,7 +124,7 @@ async def install(pipeline: Pipeline[Any, Any]) -> AsyncGenerator[Pipeline[Any, 
     if engine is None:
         raise CannotStart("--hints needs the stage generate as it is, to know the engine; a plug-in has replaced it")
     runs: RunRegistry = pipeline.stage("persist").runs
-    hints, deletions = Hints(engine), runs.store.context.at_deletion
+    hints, deletions = Hints(engine, runs), runs.store.context.at_deletion
     runs.at_end.append(hints.ended)
     deletions.append(hints.deleted)
     try:

@@ -18,7 +18,7 @@ from penstock.extensions.batches.yielding import Yielding
 from penstock.extensions.hints.stage import install
 from penstock.pipeline import metrics
 from penstock.pipeline.core import source_of
-from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.errors import CannotStart, EngineOverloaded
 from penstock.pipeline.frames import Origin, Scheduling
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.server import pipeline
@@ -107,6 +107,20 @@ async def test_deletion_of_the_latest_response_or_of_the_conversation_lets_it_go
         served.engine.actions()
         await served.delete(f"/v1/conversations/{conversation['id']}")
         assert served.engine.actions() == [("let_go", third)]
+
+
+async def test_turn_that_was_refused_and_sent_again_is_no_other_conversation(tmp_path: Path) -> None:
+    async with running_server(Hearing(), tmp_path, edit=install) as served:
+        latest: dict[str, Any] = {}
+        for text in ("One", "Two"):
+            served.engine.script = script(refusal=EngineOverloaded("The engine is overloaded."))
+            status, _ = await served.post({"input": text, **latest})
+            assert status == 503
+            served.engine.script = script()
+            latest = {"previous_response_id": (await completed_response(served, input=text, **latest))["id"]}
+        served.engine.actions()
+        await served.delete(f"/v1/responses/{latest['previous_response_id']}")
+        assert served.engine.actions() == [("let_go", latest["previous_response_id"])]
 
 
 async def test_conversations_that_begin_alike_do_not_let_each_other_go(tmp_path: Path) -> None:
