@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, get_args
@@ -338,19 +339,27 @@ async def test_bounds_of_a_key(store_at: str) -> None:
         assert ended.status == "completed"
 
 
-async def test_bounds_of_a_key_hold_for_batches_at_once(store_at: str) -> None:
-    admission = Admission(tables={"default": KeyLimits(batches=3, batch_lines=3)})
-    running = running_server(
-        ScriptedEngine(script(ENDLESS, endless=True, latency=0.01)), store_at, resources=RESOURCES, admission=admission
-    )
-    async with running as served, openai_client(served.url) as sdk:
-        asked = (begun(sdk, [line("a"), line("b")]) for _ in range(6))
-        created = await asyncio.gather(*asked, return_exceptions=True)
-        batches = [each for each in created if isinstance(each, Batch)]
-        assert len(batches) == 3
-        assert sum(isinstance(each, openai.RateLimitError) for each in created) == 3
-        ended = await asyncio.gather(*(after_validation(sdk, each) for each in batches))
-        assert sorted(each.status for each in ended) == ["failed", "failed", "in_progress"]
+@pytest.mark.parametrize(
+    ("limits", "created", "running"),
+    [(KeyLimits(batches=3), 3, 3), (KeyLimits(batch_lines=3), 6, 1)],
+    ids=["batches", "lines"],
+)
+async def test_bounds_of_a_key_hold_for_batches_at_once(
+    store_at: str, limits: KeyLimits, created: int, running: int
+) -> None:
+    engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.01))
+    admission = Admission(tables={"default": limits})
+    async with (
+        running_server(engine, store_at, resources=RESOURCES, admission=admission) as served,
+        openai_client(served.url) as sdk,
+    ):
+        asked = [begun(sdk, [line("a"), line("b")]) for _ in range(6)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        batches = [each for each in answers if isinstance(each, Batch)]
+        assert len(batches) == created
+        assert sum(isinstance(each, openai.RateLimitError) for each in answers) == len(asked) - created
+        validated = await asyncio.gather(*(after_validation(sdk, each) for each in batches))
+        assert Counter(each.status for each in validated) == Counter(in_progress=running, failed=created - running)
 
 
 async def after_validation(sdk: openai.AsyncOpenAI, batch: Batch) -> Batch:
