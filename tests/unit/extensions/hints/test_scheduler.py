@@ -160,7 +160,8 @@ def test_vllm_copies_what_it_forgets_next_and_nothing_that_was_let_go(steps: Seq
 def test_conversations_that_are_over_are_read_from_what_any_client_may_send(sent: Any, over: list[str] | None) -> None:
     from penstock.extensions.hints.scheduler import _over  # noqa: PLC0415 - takes seconds
 
-    assert _over(SimpleNamespace(sampling_params=SimpleNamespace(extra_args={LET_GO: sent}))) == over
+    request: Any = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={LET_GO: sent}))
+    assert _over(request) == over
 
 
 def test_queue_has_all_that_vllm_asks_of_its_own() -> None:
