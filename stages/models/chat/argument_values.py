@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+from penstock.stages.models.chat.json_value import to_json
+
 _OF_PYTHON: Mapping[type, str] = {
     dict: "object",
     list: "array",
@@ -129,13 +131,13 @@ def as_json(text: str, schema: ArgumentSchema) -> str:
     if schema.types:
         for other in _other_readings(stripped):
             if schema.allows(other) and not isinstance(other, str):
-                return json.dumps(other, ensure_ascii=False)
+                return to_json(other)
     return quoted(text)
 
 
 def quoted(text: str) -> str:
     """Return ``text`` as a JSON string."""
-    return json.dumps(text, ensure_ascii=False)
+    return to_json(text)
 
 
 _NO_JSON = object()

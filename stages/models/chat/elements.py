@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from penstock.stages.models.chat.argument_values import ArgumentSchema, as_json
+from penstock.stages.models.chat.json_value import to_json
 
 _MOST_LEVELS = 64
 """Elements within elements after which what is written stays text."""
@@ -21,7 +22,7 @@ def elements_as_json(text: str, schema: ArgumentSchema, mark: str) -> str:
     if not mark or f"{mark}<" not in text:
         return as_json(text, schema)
     try:
-        return json.dumps(_Elements(text, mark).value(schema, 0), ensure_ascii=False)
+        return to_json(_Elements(text, mark).value(schema, 0))
     except _NotClosed:
         return as_json(text, schema)
 

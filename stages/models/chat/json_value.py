@@ -74,6 +74,11 @@ def unquoted(literal: str) -> str:
         return literal[1:-1]
 
 
+def to_json(value: object) -> str:
+    """Return a value as JSON; half of a surrogate pair, which UTF-8 cannot spell, is escaped."""
+    return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
+
+
 def is_json_object(text: str) -> bool:
     """True if ``text`` is a JSON object."""
     try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.stages.models.chat.call_readers import MOST_HEAD_CHARACTERS, CallSite, unexplained
+from penstock.stages.models.chat.json_value import to_json
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
 
 _NAME = re.compile(r"([A-Za-z_][\w.-]*)\s*\(")
@@ -226,7 +227,7 @@ def _beginning(text: str, quote: str) -> int:
 
 def _escaped(text: str) -> str:
     """Return the inside of a Python string as that of a JSON string."""
-    return json.dumps(_ESCAPE.sub(_unescaped, text), ensure_ascii=False)[1:-1]
+    return to_json(_ESCAPE.sub(_unescaped, text))[1:-1]
 
 
 def _unescaped(escape: re.Match[str]) -> str:
@@ -240,7 +241,7 @@ def _json(source: str) -> str | None:
     """Return a Python literal as JSON; None for text that is no literal."""
     try:
         tree = ast.parse(source, mode="eval").body
-        return json.dumps(_evaluated(tree), ensure_ascii=False)
+        return to_json(_evaluated(tree))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return _number(source)
 
@@ -249,7 +250,7 @@ def _scalar(source: str) -> str | None:
     """Return a value that is no container as JSON: a literal, or words as a string; None for anything else."""
     literal = _json(source)
     if literal is None and source and _NO_WORDS.isdisjoint(source):
-        return json.dumps(source, ensure_ascii=False)
+        return to_json(source)
     return literal
 
 

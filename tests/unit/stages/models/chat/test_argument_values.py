@@ -37,10 +37,11 @@ PERIOD = {
         ('"a"', None, '"a"'),
         ("123456789012345678901234567890", {"type": "integer"}, 123456789012345678901234567890),
         (" a ", {"type": "string"}, " a "),
+        (r"['\ud83d', '\ud83d\ude00']", {"type": "array"}, ["\ud83d", "\U0001f600"]),
     ],
 )
 def test_values_have_the_types_of_their_schema(text: str, schema: Any, value: object) -> None:
-    assert json.loads(as_json(text, ArgumentSchema(schema))) == value
+    assert json.loads(as_json(text, ArgumentSchema(schema)).encode()) == value
 
 
 @given(

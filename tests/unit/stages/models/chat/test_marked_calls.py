@@ -164,6 +164,10 @@ def test_no_text_outside_calls_is_lost_in_any_pieces(text: str, form: CallForm, 
         ("[get_weather(command='a\nb', empty='', other=\"\")]", {"command": "a\nb", "empty": "", "other": ""}),
         ('[get_weather(text="""one "two"\nthree""")]', {"text": 'one "two"\nthree'}),
         (r"[get_weather(text='\u00e9\x41\n\t\\')]", {"text": "éA\n\t\\"}),
+        (
+            r"[get_weather(text='\ud83d\ude00 \ud83d', of=['\ude00'])]",
+            {"text": "\U0001f600 \ud83d", "of": ["\ude00"]},
+        ),
         ("[get_weather(where=here)]", {"where": "here"}),
         ("<|python_start|>[get_weather( city = 'Paris' , )]<|python_end|>", {"city": "Paris"}),
         ("[get_weather()]", {}),
@@ -174,7 +178,7 @@ def test_no_text_outside_calls_is_lost_in_any_pieces(text: str, form: CallForm, 
 def test_python_calls_are_translated(text: str, expected: dict[str, Any]) -> None:
     for size in (1, 3, len(text)):
         [(name, arguments)] = calls_and_texts(PYTHON, text, range(size, len(text), size))
-        assert (name, json.loads(arguments)) == ("get_weather", expected)
+        assert (name, json.loads(arguments.encode())) == ("get_weather", expected)
 
 
 @pytest.mark.parametrize(
