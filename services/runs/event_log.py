@@ -64,6 +64,7 @@ _Entry: TypeAlias = _Texts | _Likely | int | bytes
 _encode = msgspec.msgpack.Encoder().encode
 _decode_entries = msgspec.msgpack.Decoder(list[_Entry]).decode
 _decode_event: Any = msgspec.msgpack.Decoder(ResponseEvent).decode
+_decode_json: Any = msgspec.json.Decoder(ResponseEvent).decode
 
 
 class EventLog:
@@ -177,7 +178,7 @@ class EventLog:
         for number, prediction in enumerate(self._state.predict(self.response)):
             if prediction == event:
                 return number
-        return _encode(event)
+        return _whole(event)
 
     def _block(self, events: Sequence[ResponseEvent], entries: list[_Entry]) -> Block | None:
         if not events:
@@ -257,8 +258,16 @@ def _event(entry: _Likely | int | bytes, state: StreamState, response: Response)
         case int(number):
             return next(islice(state.predict(response), number, None))
         case bytes():
-            event: ResponseEvent = _decode_event(entry)
+            event: ResponseEvent = (_decode_json if entry.startswith(b"{") else _decode_event)(entry)
             return event
+
+
+def _whole(event: ResponseEvent) -> bytes:
+    """Encode an event: as JSON if it has an integer that MessagePack has not, such as one of the schema of a tool."""
+    try:
+        return _encode(event)
+    except OverflowError:
+        return msgspec.json.encode(event)
 
 
 def _number(event: ResponseEvent) -> int:

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from penstock.pipeline.errors import RunInterrupted, StageError
 from penstock.pipeline.frames import ParsedFrame, TokenChunk, TokenFrame
 from penstock.pipeline.lifecycle.outcome import begun
-from penstock.pipeline.protocol.events import Delta, ResponseCreated, ResponseEvent, to_sse
+from penstock.pipeline.protocol.events import Delta, OutputItemAdded, ResponseCreated, ResponseEvent, to_sse
 from penstock.pipeline.protocol.generations import Generation
+from penstock.pipeline.protocol.items import ListedTool, McpListTools
 from penstock.pipeline.protocol.response import Response, Usage
 from penstock.pipeline.recordings.format import read_frames
 from penstock.services.runs.event_log import Block, EventLog, LogReader, read_blocks
@@ -240,6 +241,17 @@ def test_log_without_events_begins_before_it_ends(fields: dict[str, Any], expect
 
 
 # Size
+
+
+def test_log_reads_back_integers_of_any_size() -> None:
+    log = EventLog(frames.started().facts.response)
+    log.begin()
+    schema = {"type": "object", "properties": {"id": {"type": "integer", "maximum": 2**128 - 1}}}
+    listed = McpListTools("mcpl_1", server_label="tools", tools=(ListedTool("find", schema),))
+    events = [*log.fresh, OutputItemAdded(log.next_number, 0, listed)]
+    log.append(events[-1])
+    log.seal()
+    assert on_the_wire(log.read()) == on_the_wire(events)
 
 
 def test_token_takes_16_bytes_at_most() -> None:
