@@ -191,7 +191,7 @@ class Talks:
 
     def _begin(self, key: str, session: str, now: float, asker: Asker) -> Talk:
         parent = next(reversed(self._waiting.get(session, {}).values()), None)
-        talk = self._talks[key] = Talk(key, session, parent, now, asker)
+        talk = self._talks[key] = Talk(key, session, parent, at=now, asker=asker)
         if len(self._talks) > MOST_TALKS:
             self._drop(next(iter(self._talks.values())))
         return talk
