@@ -40,6 +40,7 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.plugins import Edit
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.services.engines.engine import engine_of
+from penstock.services.engines.http_generation import FULL
 from penstock.services.runs.run import Mode, Run
 from penstock.services.use import SUMMED, Use, use_of
 
@@ -65,9 +66,6 @@ ENDPOINTS = frozenset(
 
 MAY_PASS = (*PASSING, errors.BudgetSpent, errors.EngineDead, errors.LimitReached, errors.ModelUnavailable)
 """The errors that may be over when a line runs again."""
-
-FULL = (429, 503)
-"""The statuses of an answer of another server that may be over when the line runs again."""
 
 _CALL: web.RequestKey[LineRequest] = web.RequestKey("call", LineRequest)
 

@@ -39,7 +39,7 @@ REFUSAL_WAIT = 1.0
 LOSSES = 1
 """Retries after a server broke off.  There are few, because the prompt itself may have crashed the server."""
 
-_FULL = (429, 503)
+FULL = (429, 503)
 """HTTP statuses of a server that is shutting down or has a full queue."""
 
 _OF_IMAGES = re.compile(r"^(?!.*\(length \d).*(?:image|multi-?modal)", re.IGNORECASE | re.DOTALL)
@@ -237,7 +237,7 @@ class HttpGeneration:
         replica = self._core.replica
         if self._has_tokens:
             raise self._lost(error) from None
-        if isinstance(error, RequestRefused) and error.status in _FULL:
+        if isinstance(error, RequestRefused) and error.status in FULL:
             self._full.append(replica)
         elif isinstance(error, RequestRefused) and error.status < 500:
             if not replica.refuses_rank(error):

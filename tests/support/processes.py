@@ -119,7 +119,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def wait_for_midnight(within: float) -> None:
-    """Wait for the end of the day if it comes within so many seconds, for a test of one day."""
+    """Wait for the end of the day if fewer than ``within`` seconds are left, for a test of one day."""
     left = DAY - time.time() % DAY
     if left < within:
         time.sleep(left)

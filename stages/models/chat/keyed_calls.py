@@ -5,7 +5,6 @@ Models leave out the word ``call``, and write the quotes of JSON instead of the 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -299,7 +298,7 @@ class _Nested:
                     raise ValueError("no key")
                 key = _name(found[1], self._quote)
                 value, at = self._read(text, found.end(), schema.of_property(key), depth + 1)
-                value = f"{json.dumps(key, ensure_ascii=False)}: {value}"
+                value = f"{quoted(key)}: {value}"
             if not _AFTER_TEXT.match(text, at):
                 raise ValueError("text after a value")
             parts.append(value)
